@@ -12,7 +12,7 @@ from tests.real.model_server import ModelServer
 from tests.real.terminal import ENTER, Terminal
 from tests.sidecar.background.receiver import Receiver
 
-LEAST_S = 0.5
+LEAST_S = 1.5
 FRONT, AWAY = b"\x1b[I", b"\x1b[O"
 """What a terminal reports when it comes to the front, and when it no longer is."""
 
@@ -57,6 +57,7 @@ def assert_rings(screen: Terminal, durable: DurableStream, model: ModelServer, p
         wait_until(lambda: len(over()) > before, "the end of the turn")
 
     screen.prompt("SAY:warm", "warm")  # nobody knows the focus yet
+    wait_until(lambda: len(over()) == 1, "the end of the first turn, which is a short one")
     screen.press(AWAY)
     wait_focus(durable, "away")
     long_turn("long", "SAY:long done" if kill else "HTTPERR:400", kill=kill)
