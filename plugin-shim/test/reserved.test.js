@@ -26,7 +26,7 @@ function bench(t, more = {}) {
 /** @param {string} tool @param {any} args @param {string} [sessionID] */
 const call = (tool, args, sessionID = "ses_1") => ({ tool, sessionID, args });
 
-test("a file of somebody else is told once by reading and once by editing, in either OpenCode", (t) => {
+test("a reserved file is announced once by reading and once by editing, in either OpenCode", (t) => {
   const { root, reserved } = bench(t);
   const said = (/** @type {any} */ made) => {
     const output = { output: "done" };

@@ -368,7 +368,7 @@ class Engine:
             # Another engine recorded something for this agent, so read those records and decide again.
             self._waiting.extendleft(reversed(group))
             if isinstance(error, OffsetConflict) and error.actual < error.expected:
-                self._history.forget_before()  # the log lost records, so the state of before is no longer of it
+                self._history.forget_before()  # the log lost records, so the state is of records that are gone
             await self._restore_or_break()
             try:
                 await self._decider.note_removed(error)

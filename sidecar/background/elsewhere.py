@@ -137,7 +137,7 @@ def told(args: Mapping[str, Any], machine: str, ask: str, session: str | None, c
     """What the agent ``messages`` gets about work that ended on a machine; ``session`` gets the result, if any.
 
     Raises:
-        RequestError: this tells of no end (``bad-arguments``).
+        RequestError: the arguments do not describe an end (``bad-arguments``).
     """
     try:
         found = _Ended.model_validate(args)
@@ -146,7 +146,9 @@ def told(args: Mapping[str, Any], machine: str, ask: str, session: str | None, c
         intent.asked_by = {"machine": "", "ask": ask, "on": machine}
         text = notice_text(intent, found.state, found.about)
     except (ValidationError, LookupError, TypeError, AttributeError, ValueError) as error:
-        raise RequestError("bad-arguments", f"this tells of no end of work ({type(error).__name__})") from None
+        raise RequestError(
+            "bad-arguments", f"the arguments do not describe an end of work ({type(error).__name__})"
+        ) from None
     known: dict[str, Any] = {"intent": intent.id, "state": found.state, "title": intent.title, "parent": session}
     known |= {"directory": f"{intent.directory} on {machine}", "created": created}
     known |= {"reason": str(found.about.get("reason") or "")}
@@ -160,12 +162,12 @@ def asked(args: Mapping[str, Any], machine: str, session: str | None) -> dict[st
     """The command ``message.raise`` about what work on a machine asks; the screen of ``session`` shows it, if any.
 
     Raises:
-        RequestError: this tells of no question (``bad-arguments``).
+        RequestError: the arguments do not describe a question (``bad-arguments``).
     """
     try:
         found = _Asks.model_validate(args).question
     except ValidationError:
-        raise RequestError("bad-arguments", "this tells of no question") from None
+        raise RequestError("bad-arguments", "the arguments do not describe a question") from None
     about = found.model_dump() | {"directory": f"{found.directory} on {machine}"}
     known = Message(**about, queued=0)
     shown, _ = cut_middle(sentences.asks(known), MAX_QUESTION)

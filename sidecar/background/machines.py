@@ -89,7 +89,7 @@ class OtherMachines:
         Idempotent. ``ask`` is the id of the request, and ``asked`` its time, in ms UTC.
 
         Raises:
-            RequestError: this tells of nothing.
+            RequestError: the arguments describe neither.
             InputRefused, AgentFailed, StreamError: nothing was recorded.
         """
         heir = self._data().heir(session, asked)

@@ -1,6 +1,6 @@
-"""Who carries out an effect: one runner at a time, for each run and key.
+"""Claims of effects: one runner at a time carries out an effect, for each run and key.
 
-Whoever has the claim knows that an attempt without an end has died, because all that others record of the effect is in
+The holder of a claim knows that an attempt without an end has died, because all that others record of the effect is in
 the log before they let the claim go, or is refused later.
 """
 

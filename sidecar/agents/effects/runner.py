@@ -14,8 +14,8 @@ Without an answer from the kind's ``reconcile``, a *safe* or *idempotent* effect
 attempt. An *unsafe* effect stays in doubt until a person resolves it. Each request gets one final ``effect.completed``
 or ``effect.failed``, whatever happens.
 
-Whoever carries out an effect has claimed its run and key (``claims.py``), and so knows that an attempt without an end
-has died. If another home takes the effect over, because this one slept for too long, what this one still records is
+A runner that carries out an effect has claimed its run and key (``claims.py``), and so knows that an attempt without an
+end has died. If another home takes the effect over, because this one slept for too long, what this one still records is
 refused, and it waits for the claim again.
 
 So state and messages are exactly-once. An outside effect is at-least-once, and exactly-once if the receiver honours the

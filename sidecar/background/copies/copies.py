@@ -197,7 +197,7 @@ class Copies:
         under which ``apply`` and ``undo`` know it.
 
         Raises:
-            CopyError: this is no result.
+            CopyError: the bytes are not a result.
         """
         top = _top_of(directory)
         name = _elsewhere(machine, intent, top)

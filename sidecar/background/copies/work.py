@@ -275,7 +275,7 @@ def unpack(given: Mapping[str, Any], top: str, result: Path, of: Sequence[str]) 
     and intent.
 
     Raises:
-        CopyError: it is no result; ``apply-unsafe``: it leads out of the directory.
+        CopyError: the bytes are not a result; ``apply-unsafe``: a path leads out of the directory.
     """
     if (result / RESULT).exists():
         return
@@ -290,7 +290,7 @@ def unpack(given: Mapping[str, Any], top: str, result: Path, of: Sequence[str]) 
             raise ValueError
         pack = b64decode(given["pack"], validate=True)
     except (LookupError, TypeError, ValueError, AttributeError):
-        raise CopyError("copy-failed", f"what {of[0]} sent is no result of background work") from None
+        raise CopyError("copy-failed", f"what {of[0]} sent is not a result of background work") from None
     for path in changes:
         if "\0" in path or not applying.is_name(path):
             raise CopyError("apply-unsafe", f"{path!a} cannot be the name of a file; nothing was changed")
